@@ -117,6 +117,26 @@ class Unlucky(Passing):
         return self.drawn
 
 
+class Late(Passing):
+    """Tells of success in its last step alone, and of the tick of its simulator."""
+
+    control_hz, dt = 10, 0.001
+
+    def step(self, action: Any) -> Any:
+        *seen, info = super().step(action)
+        return *seen, info if self.tick == self.at else {}
+
+
+class Huge(Passing):
+    def seen(self) -> Any:
+        return np.array([1e39 * self.tick])
+
+
+class Refusing(Passing):
+    def __init__(self) -> None:
+        raise SystemExit(3)
+
+
 class Silent(Passing):
     """Cannot be made, and does not say why."""
 

@@ -154,8 +154,8 @@ def test_each_seed_is_played_once_and_resets_touch_only_the_worlds_that_begin():
     env, controller = Script(3), Noisy(3)
     evaluate(env, controller, SEEDS)
     # Begun twice, each seed in another world, to see whether its episode is the same.
-    assert env.begun[:3] == [SEEDS[1], SEEDS[2], SEEDS[0]]
-    env.begun = env.begun[3:]
+    assert env.begun[:6] == [SEEDS[1], SEEDS[2], SEEDS[0], *SEEDS[:3]]
+    env.begun = env.begun[6:]
     assert sorted(env.begun) == sorted(SEEDS)
     begun = [
         seed for mask, seeds in controller.told for seed, begins in zip(seeds, mask.tolist(), strict=True) if begins
@@ -177,6 +177,14 @@ class Placed(Script):
         return {"state": super().observe(rows)["state"] + torch.arange(self.num_envs)[:, None]}
 
 
+class Diced(Script):
+    """Begins as its seed says, and goes on as it likes."""
+
+    def observe(self, rows):
+        under_way = torch.tensor(self.tick)[:, None] > 0
+        return {"state": super().observe(rows)["state"] + under_way * torch.rand(self.num_envs, 1)}
+
+
 class Unrepeatable(Script):
     repeatable = False
 
@@ -186,7 +194,7 @@ class Passed(Wrapper):
         return self.env.step(action, active)
 
 
-@pytest.mark.parametrize("world", [Wilful, Placed])
+@pytest.mark.parametrize("world", [Wilful, Placed, Diced])
 def test_a_world_that_ignores_its_seed_gives_no_pairs(world):
     found = evaluate(world(3), Noisy(3), SEEDS)
     assert not found.repeatable

@@ -139,6 +139,16 @@ class Failing(Straight):
         raise KeyError("grip")
 
 
+class Lost(Straight):
+    def act(self, obs: Any, info: Any) -> Any:
+        return np.array([np.nan, 0.0])
+
+
+class Unready(Straight):
+    def reset(self, obs: Any, info: Any) -> None:
+        raise LookupError("no plan")
+
+
 class Finite(Straight):
     """A plan of three actions."""
 
@@ -189,11 +199,17 @@ def test_a_world_that_reports_no_success_has_none_to_count(tmp_path, capsys):
     assert NO_SUCCESS not in read_lerobot(tmp_path / "other").meta.get("notes", [])
 
 
-@pytest.mark.parametrize("processes", [0, 1])
-def test_an_expert_that_fails_is_not_told_as_its_world(processes):
-    config = GymConfig("test_external_experts:Counting", max_steps=5, control_hz=10, processes=processes)
-    with pytest.raises(BurnishError, match="the expert beside test_external_experts:Counting failed: KeyError"):
-        collect(env := make_env(config, 1), make_expert(config, 1, "test_external_experts:Failing", env=env), [0])
+@pytest.mark.parametrize(("processes", "restart"), [(0, True), (1, False), (1, True)])
+@pytest.mark.parametrize(
+    ("expert", "error"),
+    [("Failing", "KeyError"), ("Lost", r"its action \[nan"), ("Unready", "LookupError: no plan")],
+)
+def test_an_expert_that_fails_is_not_told_as_its_world(expert, error, processes, restart):
+    config = GymConfig(
+        "test_external_experts:Counting", max_steps=5, control_hz=10, processes=processes, restart=restart
+    )
+    with pytest.raises(BurnishError, match=f"the expert beside test_external_experts:Counting failed: {error}"):
+        collect(env := make_env(config, 1), make_expert(config, 1, f"test_external_experts:{expert}", env=env), [0])
 
 
 def test_an_expert_is_not_asked_once_its_episode_is_over_and_a_success_on_the_way_counts():

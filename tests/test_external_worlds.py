@@ -189,6 +189,8 @@ def test_the_first_success_may_end_the_episode_and_its_payment(bench):
     assert [p[1:] for p in played(success="terminated")[1][:2]] == [(False, False), (True, True)]
     with pytest.raises(BurnishError, match=r"reports none; say how to read it: env\.success=KEY"):
         played(reward=Reward.until_success)
+    _, paid = played(id="odd_worlds:Late", kwargs={"at": 3}, max_steps=3, reward=Reward.until_success)
+    assert [reward for reward, *_ in paid] == [-1, -1, 0], "reported in the last step alone"
 
 
 @pytest.mark.parametrize("word", ["success", "is_success", None])
@@ -276,6 +278,7 @@ def test_rate_and_mode(bench):
     assert ExternalEnv(1).spec.action_mode == "gym:Pendulum-v1"
     assert worlds(action_mode="torque").spec.action_mode == "torque"
     assert "12 Hz (its render_fps)" in worlds().describe()
+    assert "10 Hz (its control_hz)" in worlds(id="odd_worlds:Late", max_steps=3).describe(), "its dt is a simulator's"
     silent = worlds(id="test_external_worlds:Silent", max_steps=3)
     assert silent.spec.control_hz == 20.0 and "assumed" in silent.describe()
 

@@ -75,13 +75,13 @@ class Still:
 
 def flaky() -> ExternalEnv:
     """Every second process-wide try of an episode fails in its third step."""
-    return ExternalEnv(2, GymConfig("odd_worlds:Flaky", max_steps=5, processes=0, restart=True))
+    return ExternalEnv(2, GymConfig("odd_worlds:Flaky", max_steps=12, processes=0, restart=True))
 
 
 def test_evaluations_play_lost_episodes_again(caplog):
     found = evaluate(flaky(), Still(), [1, 2, 3, 4])
-    assert found.lengths == [5] * 4 and found.returns == [15.0] * 4
-    assert "cut off 2 episodes, which were played again" in caplog.text
+    assert found.lengths == [12] * 4 and found.returns == [78.0] * 4
+    assert "cut off 4 episodes, which were played again" in caplog.text
     always = ExternalEnv(
         1, GymConfig("odd_worlds:Raising", kwargs={"fails": 12}, max_steps=20, processes=0, restart=True)
     )
@@ -91,8 +91,15 @@ def test_evaluations_play_lost_episodes_again(caplog):
 
 def test_collections_record_lost_episodes_again():
     found = collect(flaky(), Still(), [1, 2, 3, 4])
-    assert [len(episode) for episode in found] == [5] * 4 and [episode.seed for episode in found] == [1, 2, 3, 4]
-    assert all(episode.obs["state"][:, 0].tolist() == [0, 1, 2, 3, 4, 5] for episode in found)
+    assert [len(episode) for episode in found] == [12] * 4 and [episode.seed for episode in found] == [1, 2, 3, 4]
+    assert all(episode.obs["state"][:, 0].tolist() == [*range(13)] for episode in found)
+
+
+def test_a_number_that_float32_does_not_hold_is_not_finite():
+    env = ExternalEnv(1, GymConfig("odd_worlds:Huge", max_steps=5, control_hz=10, processes=0))
+    env.reset()
+    with pytest.raises(WorldError, match=r"its observation is 1e\+39; what is not finite as float32"):
+        env.step(torch.zeros(1, 2))
 
 
 @pytest.mark.parametrize("processes", [0, 2])

@@ -23,6 +23,7 @@ from burnish.policies.cli.cli import compose, main, to_object
 from burnish.policies.core.errors import BurnishError
 from burnish.sim.external.doctor import as_yaml, described, read_back, refused, restoring, seeding
 from burnish.sim.external.examination import Seen, first_difference, play
+from burnish.sim.external.maniskill import ManiSkillConfig
 from burnish.sim.external.settings import GymConfig, RemoteConfig, Reward
 from burnish.sim.external.worlds import ExternalEnv
 from burnish.sim.tasks.insert import InsertConfig
@@ -31,9 +32,10 @@ from burnish.sim.two_mode import TwoModeConfig
 counter = itertools.count()
 
 
-# What an info says of a success: the first three are one truth value.
-SAYS = {"bool": bool, "none": lambda won: None, "array": lambda won: np.array([won]), "text": str}
+# What an info says of a success: the first four are one truth value.
+SAYS = {"bool": bool, "none": lambda won: None, "array": lambda won: np.array([won]), "one": float, "text": str}
 SAYS |= {"two": lambda won: np.array([won, won]), "dict": lambda won: {"won": won}}
+SAYS |= {"share": lambda won: 0.3, "nan": lambda won: np.nan}
 
 
 class Drifter(gymnasium.Env):
@@ -88,6 +90,7 @@ def test_a_world_that_keeps_its_promises():
     assert "state (2 numbers, of place) and image.top (3 x 4 x 5, of top)" in told[0]
     assert "2 dimensions, between -1 and 1, -1 and 3" in told[1]
     assert "20 times a second, as is assumed" in told[2] and "10 steps, 0.5 seconds" in told[3]
+    assert told[0].startswith("test_world_doctor:Drifter can be used")
     assert "It draws no pictures" in told[4]
     assert "success or is_success in its info. It was reported in the 16 steps" in told[5]
     assert "random actions succeeded" in told[5]
@@ -112,7 +115,7 @@ def test_each_broken_promise_is_seen_and_comes_with_advice(habit, equal, other):
 def test_a_success_that_is_not_one_truth_value_is_refused(says):
     env = ExternalEnv(1, GymConfig("test_world_doctor:Drifter", {"word": "success", "says": says}, max_steps=10))
     env.reset()
-    if says in ("text", "two", "dict"):
+    if says in ("text", "two", "dict", "share", "nan"):
         with pytest.raises(BurnishError, match=r"its info says success=.*, which is not one truth value"):
             env.step(torch.zeros(1, 2))
     else:
@@ -133,6 +136,15 @@ def test_what_is_not_reported_or_no_number_is_said():
     assert "none was reported" in lines[-1].text and "env.success=KEY" in lines[-1].advice
     assert not first.drawn and any("render_mode: rgb_array" in line.advice for line in lines)
     assert not any("no films" in line.text for line in described(GymConfig(), replace(first, drawn=True)))
+    lines = list(described(ManiSkillConfig(), replace(first, reported=False)))
+    assert "env.film=true" in str(lines) and "env.success=" not in str(lines), "what these settings do not have"
+
+
+def test_a_world_that_ends_before_its_limit_is_told():
+    first = play(GymConfig("test_world_doctor:Drifter", max_steps=8), {1: None}, 5.0, restores=False)
+    assert first.cut is None
+    (line,) = (line for line in described(GymConfig(), seen()[0]) if "at most 10 steps" in line.text)
+    assert "cut one off after 8" in line.text and "env.max_steps=8" in line.advice
 
 
 def test_prints_are_compared_as_far_as_both_go():

@@ -92,6 +92,18 @@ def test_a_stored_world_may_have_a_long_name():
         plain_world({"id": "x" * 129}, "the checkpoint")
 
 
+@pytest.mark.parametrize("processes", [0, 1])
+def test_a_constructor_that_ends_its_process_is_a_sentence(processes):
+    with pytest.raises(BurnishError, match=r"env\.id=odd_worlds:Refusing cannot be made .*(SystemExit: 3|status 3)"):
+        ExternalEnv(1, GymConfig("odd_worlds:Refusing", max_steps=5, processes=processes))
+
+
+def test_settings_that_burnish_refuses_are_told_by_its_own_sentence(require):
+    require("mani_skill.envs")
+    with pytest.raises(BurnishError, match=r"^env\.control_mode=swim is not one of"):
+        make_env(ManiSkillConfig("PickCube-v1", control_mode="swim", processes=1), 1)
+
+
 def test_an_expert_of_maniskill_stands_beside_worlds_on_the_cpu(monkeypatch):
     made: list[Any] = []
 

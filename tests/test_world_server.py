@@ -104,6 +104,11 @@ def test_a_server_that_answers_no_message_is_a_sentence():
                 ExternalEnv(1, RemoteConfig(address=f"127.0.0.1:{impostor.getsockname()[1]}", processes=1))
 
 
+def test_a_python_without_numpy_is_a_sentence():
+    told = subprocess.run([sys.executable, "-S", "-I", world_server.__file__], capture_output=True, text=True)
+    assert told.returncode == 1 and "has no NumPy" in told.stderr and "Traceback" not in told.stderr
+
+
 def test_a_peer_that_vanishes_is_noticed(serve):
     address, _ = serve()
     env = ExternalEnv(1, RemoteConfig(address=address, processes=1))

@@ -1,4 +1,4 @@
-"""Checks that end an evaluation: of numbers that are none, of episodes without an end, and of worlds that fail."""
+"""Checks of an evaluation: of numbers that are none, episodes without an end, worlds that fail or ignore their seed."""
 
 from __future__ import annotations
 
@@ -9,11 +9,17 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from ..core import tree
 from ..core.errors import BurnishError, WorldError
+from ..core.types import Obs, VecEnv
+from ..core.wrapper import repeatable
 
 _log = logging.getLogger(__name__)
 
 TRIES = 10  # of an episode that errors of its world cut off
+TRIED = 4  # steps, to see whether equal seeds lead to equal observations
+EQUAL = {torch.uint8: 2.0}  # of 255, of a pixel
+ROUNDING = 1e-4  # relative, or of what is less than 1: where steps of all worlds are one product of matrices
 
 
 def refuse_non_finite(values: Mapping[str, Tensor], active: Tensor, world_seeds: Sequence[int]) -> None:
@@ -59,3 +65,35 @@ class Replays:
     def tell(self) -> None:
         if cut := self._tries.total():
             _log.warning("errors of the world cut off %d episodes, which were played again on their seeds", cut)
+
+
+def beginning(env: VecEnv, everyone: Tensor, world_seeds: Sequence[int]) -> tuple[Obs, bool]:
+    """The first observations, and whether equal seeds lead to equal ones, in another row too: bit for bit in the first
+    observation, and but for rounding in the steps after it."""
+    if not repeatable(env):
+        return env.reset(everyone, world_seeds), False
+    turned = _tried(env, everyone, [*world_seeds[1:], world_seeds[0]])
+    straight = _tried(env, everyone, world_seeds)
+    # NaN would count as unequal, but an episode that begins with one is refused anyway.
+    honours = all(torch.equal(x, turned[0][key].roll(1, 0)) for key, x in straight[0].items())
+    for one, other in zip(straight[1:], turned[1:], strict=True):
+        honours = honours and all(_close(x, other[key].roll(1, 0)) for key, x in one.items())
+    return env.reset(everyone, world_seeds), honours
+
+
+def _tried(env: VecEnv, everyone: Tensor, world_seeds: Sequence[int]) -> list[Obs]:
+    """The observations of the beginning and, with the rewards, of a few steps. A world that has ended stays there."""
+    obs, active, source = env.reset(everyone, world_seeds), everyone, torch.Generator().manual_seed(0)
+    seen = [tree.map_tree(torch.clone, obs)]
+    for _ in range(TRIED):
+        action = 2 * torch.rand(env.spec.action.dim, generator=source) - 1
+        step = env.step(action.to(env.device).expand(env.num_envs, -1), active)
+        obs = tree.where(active, step.obs, obs)
+        seen.append({**tree.map_tree(torch.clone, obs), "/reward": torch.where(active, step.reward, 0.0)})
+        active = active & ~(step.terminated | step.truncated)
+    return seen
+
+
+def _close(one: Tensor, other: Tensor) -> bool:
+    x, y = one.double(), other.double()
+    return bool(((x - y).abs() <= EQUAL.get(one.dtype, ROUNDING * x.abs().clamp(min=1.0))).all())

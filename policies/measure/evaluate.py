@@ -4,9 +4,9 @@ An episode depends on its seed and on nothing else: not on the number of worlds,
 on what the other worlds did (up to the rounding of a network's matrix products, which know how many rows they have).
 Two evaluations over one seed list are therefore paired, episode by episode.
 
-Not every world keeps that promise. So `evaluate` begins the first episodes twice, and an `Evaluation` remembers whether
-equal seeds gave equal observations (``repeatable``). Where they did not, `compare` uses the tests of independent
-episodes, and says so. Dice that no first observation shows are not seen by this check.
+Not every world keeps that promise. So `evaluate` first begins the first episodes twice and takes a few equal steps in
+them, and an `Evaluation` remembers whether equal seeds led to equal observations and rewards (``repeatable``). Where
+they did not, `compare` uses the tests of independent episodes, and says so. Dice that fall later are not seen here.
 """
 
 from __future__ import annotations
@@ -19,15 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ..core import tree
 from ..core.errors import BurnishError
 from ..core.files import named, replace
 from ..core.seed import derive
-from ..core.types import Controller, Obs, VecEnv
-from ..core.wrapper import instructions, repeatable
-from .checks import Replays, refuse_endless, refuse_non_finite
+from ..core.types import Controller, VecEnv
+from ..core.wrapper import instructions
+from .checks import Replays, beginning, refuse_endless, refuse_non_finite
 from .statistics import (
     fisher_exact,
     mcnemar_exact,
@@ -131,7 +130,7 @@ def evaluate(
     folder ``video``, each episode of ``video_seeds`` becomes ``seed_<n>_success.mp4`` or ``seed_<n>_failure.mp4``
     there. ``progress`` is told (episodes finished, episodes in all).
 
-    All worlds are reset twice before the first step, to see whether they honour their seeds; a world that says
+    All worlds are begun and stepped twice before that, to see whether they honour their seeds; a world that says
     ``repeatable = False``, such as a robot, is not asked, and counts as one that does not.
     """
     if not hasattr(controller, "step"):
@@ -158,7 +157,7 @@ def _play(
     active = torch.tensor([e is not None for e in episode], device=device)
 
     everyone = torch.ones(worlds, dtype=torch.bool, device=device)
-    obs, honours = _begin(env, everyone, world_seeds)
+    obs, honours = beginning(env, everyone, world_seeds)
     controller.reset(everyone, world_seeds)
     refuse_non_finite(obs, active, world_seeds)
     film.shoot(world_seeds, active)
@@ -228,16 +227,6 @@ def _play(
     once, at_end = successes if reports_success else (None, None)
     said = None if first_texts is None else texts
     return Evaluation(seeds, returned, length, terminated, truncated, once, at_end, honours, said)
-
-
-def _begin(env: VecEnv, everyone: Tensor, world_seeds: Sequence[int]) -> tuple[Obs, bool]:
-    """The first observations, and whether equal seeds give equal ones, bit for bit, in another row too."""
-    if not repeatable(env):
-        return env.reset(everyone, world_seeds), False
-    turned = tree.map_tree(torch.clone, env.reset(everyone, [*world_seeds[1:], world_seeds[0]]))
-    obs = env.reset(everyone, world_seeds)
-    # NaN would count as unequal, but an episode that begins with one is refused anyway.
-    return obs, all(torch.equal(x, turned[key].roll(1, 0)) for key, x in obs.items())
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from ...policies.runs.manifest import plain_yaml
 from ...policies.runs.stored_world import plain_world
 from ..build import ENVS, env_name
 from .examination import Seen, first_difference, look, speed, unchecked
+from .settings import GymConfig
 
 WIDTH = 110
 EPISODES = 2  # that are compared
@@ -101,7 +102,7 @@ def described(world: Any, seen: Seen) -> Iterator[Line]:
     """The sentences on a world's observations, actions, rate, length and success."""
     spec = seen.spec
     use = "gives numbers that are not finite" if seen.not_finite else "can be used"
-    yield Line(f"{getattr(world, 'id', env_name(world))} {use}. It observes {observations(seen)}.")
+    yield Line(f"{seen.name} {use}. It observes {observations(seen)}.")
     if seen.not_finite:
         yield Line(f"The first was {seen.not_finite}.", NOT_FINITE)
     dim = spec.action.dim
@@ -112,9 +113,14 @@ def described(world: Any, seen: Seen) -> Iterator[Line]:
         f"It is commanded {spec.control_hz:g} times a second, as {who}.",
         "If it is another rate, say env.control_hz=...; recordings and bundles remember it." if assumed else "",
     )
-    yield Line(f"An episode has at most {spec.max_steps} steps, {spec.max_steps / spec.control_hz:.3g} seconds.")
+    yield Line(
+        f"An episode has at most {spec.max_steps} steps, {spec.max_steps / spec.control_hz:.3g} seconds"
+        + (f", but the world itself cut one off after {seen.cut}." if seen.cut else "."),
+        f"Say env.max_steps={seen.cut}, if that is its limit." if seen.cut else "",
+    )
     if not seen.drawn:
-        yield Line("It draws no pictures, so no films.", "If it can, say 'env.kwargs={render_mode: rgb_array}'.")
+        how = "env.film=true" if hasattr(world, "film") else "'env.kwargs={render_mode: rgb_array}'"
+        yield Line("It draws no pictures, so no films.", f"If it can, say {how}.")
     told = f"Success is read from {seen.success_from}"
     if seen.reported:
         won = "and random actions succeeded" if seen.won else "though random actions had none"
@@ -122,8 +128,13 @@ def described(world: Any, seen: Seen) -> Iterator[Line]:
     else:
         yield Line(
             f"{told}, but in the {seen.steps} steps that were played none was reported, not even its absence.",
-            "Evaluations tell returns alone then. Where the world knows of success, say how to read it: "
-            f"env.success=KEY of its info, env.success=terminated, or env.success_reward=AMOUNT{seen.info_keys}.",
+            "Evaluations tell returns alone then."
+            + (
+                " Where the world knows of success, say how to read it: env.success=KEY of its info, "
+                f"env.success=terminated, or env.success_reward=AMOUNT{seen.info_keys}."
+                if isinstance(world, GymConfig)
+                else ""
+            ),
         )
 
 
@@ -192,7 +203,10 @@ def restoring(seen: Seen) -> Line:
 def as_yaml(world: Any) -> str:
     """Of the settings those that are not the defaults; an id always, since it is the name of the world."""
     usual = to_data(type(world)())
-    said = {key: x for key, x in to_data(world).items() if key == "id" or key not in usual or usual[key] != x}
+    named = not getattr(world, "address", None)  # else its server knows which one it is
+    said = {
+        key: x for key, x in to_data(world).items() if (key == "id" and named) or key not in usual or usual[key] != x
+    }
     choice = {"defaults": [{"override /env": env_name(world)}], **({"env": said} if said else {})}
     return "# @package _global_\n" + yaml.safe_dump(choice, sort_keys=False, allow_unicode=True)
 

@@ -34,6 +34,7 @@ class Seen:
     """By one process, in one world."""
 
     spec: EnvSpec
+    name: str
     prints: dict[int, list[str]] = field(default_factory=dict)  # of each episode, by its seed: the reset, every step
     stepping_s: float = 0.0
     reported: bool = False  # success, in a step at least
@@ -46,6 +47,7 @@ class Seen:
     success_from: str = "the info under success"
     info_keys: str = ""  # the end of a sentence
     drawn: bool = True  # films of it can be made
+    cut: int | None = None  # steps after which it cut an episode off by itself
 
     @property
     def steps(self) -> int:
@@ -76,8 +78,9 @@ def play(world: Any, episodes: Mapping[int, int | None], seconds: float, restore
     if isinstance(world, GymConfig) and not isinstance(world, RemoteConfig):
         world = replace(world, processes=0)
     env = unchecked(world, 1)
-    found = Seen(env.spec)
+    found = Seen(env.spec, env_name(world))
     if isinstance(env, ExternalEnv):
+        found.name = env.config.label
         found.sources, found.rate_from, found.success_from = env.sources(), env.hz_from, env.success_from()
         found.drawn = env.drawn
     for seed, steps in episodes.items():
@@ -88,6 +91,8 @@ def play(world: Any, episodes: Mapping[int, int | None], seconds: float, restore
             step = env.step(action)
             found.stepping_s += time.perf_counter() - began
             prints.append(_noted(found, step))
+            if bool(step.truncated) and len(prints) <= env.spec.max_steps:
+                found.cut = len(prints) - 1
             if bool(step.terminated | step.truncated) or (deadline is not None and found.stepping_s > deadline):
                 break
         found.prints[seed] = prints

@@ -31,7 +31,7 @@ from .settings import environment
 
 SERVER = Path(server.__file__)
 LARGEST_BLOCK = 1 << 32  # bytes of observations of one worker
-NOT_THEIRS = re.compile(rf"^<|-packages/|/lib\d*/python\d|^{re.escape(str(SERVER.parent))}/\w+\.py:|/world_server\.py:")
+NOT_THEIRS = re.compile(rf"^<|-packages/|/lib\d*/python\d|^{re.escape(str(SERVER.parent))}/|/world_server\.py:")
 PATIENCE_S = 10.0  # for a server on another machine to answer for the first time
 
 
@@ -40,17 +40,19 @@ class Died(Exception):
 
 
 class Failed(Exception):
-    """The environment raised an error; the text is the error's. Those after ``world`` were not asked."""
+    """The environment raised an error, or the expert beside it; the text is the error's, a sentence where Burnish
+    raised it (``ours``). Those after ``world`` were not asked."""
 
-    def __init__(self, text: str, world: Any = None) -> None:
+    def __init__(self, text: str, world: Any = None, ours: bool = False) -> None:
         super().__init__(text)
-        self.world = world if isinstance(world, int) else None
+        self.world, self.ours = world if isinstance(world, int) else None, ours
 
 
 def failed(error: BaseException, world: Any = None) -> Failed:
     """An environment's error, of this process."""
-    lines = [x[:2] for x in traceback.extract_tb(error.__traceback__)]
-    return Failed(reason(error, named=True) + at_line(lines), world)
+    lines, ours = [x[:2] for x in traceback.extract_tb(error.__traceback__)], isinstance(error, BurnishError)
+    text = str(error) if ours else reason(error, named=True) + at_line(lines)
+    return Failed(text, world, ours)
 
 
 def at_line(lines: Any) -> str:
@@ -88,7 +90,7 @@ class InProcess:
         ours = np.random.get_state(), random.getstate()  # making worlds begins them anew
         try:
             self._host = server.host_of(dict(recipe), count)
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a worker would die of the latter
             raise failed(error) from error
         finally:
             server.dice(ours)
@@ -105,7 +107,7 @@ class InProcess:
     def finish(self) -> tuple[dict[str, Any], bytes]:
         try:
             return self._host.answer(*self._request)
-        except (Exception, SystemExit) as error:  # a worker would die of the latter
+        except (Exception, SystemExit) as error:
             raise failed(error, getattr(self._host, "at", None)) from error
 
     def close(self) -> None:
@@ -117,7 +119,7 @@ class InProcess:
 class Connected:
     """Over a socket; how the memory is shared, the two kinds below say."""
 
-    count: int
+    count = 1
     _socket: socket.socket
     _given = 0  # bytes of the memory that travel with a request; none where it is shared
     _most = server.LONGEST  # bytes of an answer
@@ -125,14 +127,11 @@ class Connected:
     _waiting = False  # for an answer, which an interrupt may leave half read: it is never taken for that of a later one
 
     def _make(self, count: int, **asked: Any) -> None:
-        """The worlds are made one after the other, which takes each of them its time."""
         self.count = count
-        self._socket.settimeout(self._patience * count)
         self.begin(b"m", {"count": count, **asked})
 
     def ready(self) -> None:
         self.description = checked(self.finish()[0])
-        self._socket.settimeout(self._patience)
         layout = server.fields(self.description["observation"], math.prod(self.description["action"]["shape"]))
         given, size = server.sizes(layout, self.count)
         if size > LARGEST_BLOCK:
@@ -149,6 +148,8 @@ class Connected:
         if self._waiting:
             raise Died("its last request was never answered, because it died or the request was interrupted")
         self._waiting = True
+        # Worlds are made and begun one after the other, and each takes its time.
+        self._socket.settimeout(self._patience * (self.count if letter in b"mrtb" else 1))
         try:
             server.send(self._socket, letter, dict(header or {}), data)
         except OSError as error:
@@ -177,9 +178,10 @@ class Connected:
             raise Died(f"it sent no message of ours ({plain(error, 200)})") from error
         self._waiting = False
         if letter == b"e":
-            text = plain(header.get("text") or "", 2000)
-            found = plain(header.get("kind", "error"), 80) + (f": {text}" if text else "")
-            raise Failed(found + at_line(header.get("lines")), header.get("world"))
+            text, kind = plain(header.get("text") or "", 2000), plain(header.get("kind", "error"), 80)
+            if not (ours := kind == BurnishError.__name__):
+                text = (f"{kind}: {text}" if text else kind) + at_line(header.get("lines"))
+            raise Failed(text, header.get("world"), ours)
         return header, data
 
     def _how(self) -> str:
@@ -291,11 +293,11 @@ class Remote(Connected):
 
     def begin(self, letter: bytes, header: Mapping[str, Any] | None = None, data: bytes = b"") -> None:
         self._letter = letter
-        super().begin(letter, header, bytes(self._block[: self._given]) if letter in b"rsx" else data)
+        super().begin(letter, header, bytes(self._block[: self._given]) if letter in b"rsxb" else data)
 
     def finish(self) -> tuple[dict[str, Any], bytes]:
         header, data = super().finish()
-        if self._given and self._letter in b"rsxp":
+        if self._given and self._letter in b"rsxpb":
             if len(data) != len(self._block) - self._given:
                 raise Died("it sent an answer of another size")
             self._block[self._given :] = data

@@ -39,7 +39,7 @@ class GymConfig:
     id: str = "Pendulum-v1"  # name registered with Gymnasium, module:callable, or an entry point of burnish.worlds
     kwargs: Any = None  # plain data for its constructor; on the command line 'env.kwargs={render_mode: rgb_array}'
     max_steps: int | None = None  # steps until an episode is truncated; by default the limit it is registered with
-    # steps per second; by default 1 / dt, control_freq or render_fps, where the environment has one
+    # steps per second; by default control_hz, control_freq, 1 / dt or render_fps, where the environment has one
     control_hz: float | None = None
     action_mode: str | None = None  # meaning of the actions' numbers; by default gym:<id>, which says nothing
     # package that is imported first; by default the prefix of the id
@@ -75,6 +75,11 @@ class GymConfig:
         check_ranges(self, {"(-inf, inf)": "success_reward"}, "env.")
         if self.success is not None and self.success_reward is not None:
             raise BurnishError("env.success and env.success_reward both say what a success is; give one of them")
+
+    @property
+    def said_success(self) -> str | None:
+        """What a worker reads success from. Where rewards tell of it, no info is read."""
+        return self.success if self.success_reward is None else "terminated"
 
     @property
     def label(self) -> str:

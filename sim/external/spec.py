@@ -37,6 +37,12 @@ def _boxed(action: Mapping[str, Any], name: str) -> Mapping[str, Any]:
             f"env.id={name} takes actions without limits, but policies here act between limits; register a version "
             "whose Box has finite limits"
         )
+    fixed = [i for i, (low, high) in enumerate(zip(action["low"], action["high"], strict=True)) if low >= high]
+    if fixed:
+        raise BurnishError(
+            f"env.id={name} takes actions whose number {fixed[0]} has no room between its limits; wrap it so that it "
+            "takes the others alone"
+        )
     return action
 
 
@@ -44,7 +50,7 @@ def _control_hz(rates: Mapping[str, float], config: GymConfig) -> tuple[float, s
     """And who says so."""
     if config.control_hz is not None:
         return config.control_hz, "env.control_hz"
-    for name in ("dt", "control_freq", "render_fps"):
+    for name in ("control_hz", "control_freq", "dt", "render_fps"):  # a simulator's own dt may be a part of a step
         rate = rates.get(name)
         if rate is not None and 0 < rate < float("inf"):
             return (1 / rate if name == "dt" else rate), f"its {name}"

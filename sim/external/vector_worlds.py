@@ -28,7 +28,7 @@ class Batch(server.Host):
         self.waits = "NEXT" in mode or "DISABLED" in mode or (own and not mode)
 
     def answer(self, letter: bytes, header: dict[str, Any], data: bytes) -> tuple[dict[str, Any], bytes]:
-        if letter in b"tpx":
+        if letter in b"tpxb":
             raise ValueError("an environment of gymnasium.vector has no place for an expert beside each world")
         chosen, finals = self.arrays["mask"].astype(bool), {}
         if letter not in b"rs" or not chosen.any():

@@ -24,6 +24,7 @@ from .settings import GUESSES, GymConfig, RemoteConfig, packages_of, registered
 _log = logging.getLogger(__name__)
 
 Reply = tuple[dict[str, Any], bytes]
+LARGEST = float(np.finfo(np.float32).max)
 SHORT, IN_A_ROW = 10, 3  # steps of an episode, and episodes, of a world that fails for good; the latter of resets too
 
 
@@ -58,7 +59,7 @@ class Workers:
         patience = config.patience_s
         if isinstance(config, RemoteConfig):
             if config.address is not None:
-                return Remote(config.address, count, patience, config.success, config.max_steps)
+                return Remote(config.address, count, patience, config.said_success, config.max_steps)
             return Process(self._recipe, count, patience, interpreter(config), apart=config.name is not None)
         return Process(self._recipe, count, patience) if self._processes else InProcess(self._recipe, count)
 
@@ -82,6 +83,8 @@ class Workers:
         died = self._ask(dict(enumerate(self.links)), letter)
         for k, error in died.items():
             self._replace(k, error, letter, chosen, begun)
+        if letter == b"r" and self._expert:
+            self.request(b"b", chosen, begun)
 
     def _ask(self, links: dict[int, Link], letter: bytes) -> dict[int, Died | Failed]:
         """Those that are to be replaced. An error of an expert, or without ``restart`` of an environment, is raised
@@ -101,9 +104,13 @@ class Workers:
                     else:
                         failed = error
         if failed is not None:
-            who = f"the expert beside {self.config.label}" if letter == b"x" else self.config.label
-            way_on = "correct it" if self.config.restart else "with env.restart=true its episode alone would end"
-            raise WorldError(f"{who} failed: {failed}{f'; {way_on}' if letter == b's' else ''}") from failed
+            who = f"the expert beside {self.config.label}" if letter in b"bx" else self.config.label
+            way_on = ""
+            if letter == b"s" and (self.config.restart or self._age.max() <= 1):  # in the first step of all
+                way_on = "; correct it"
+            elif letter == b"s":
+                way_on = "; with env.restart=true its episode alone would end"
+            raise WorldError(f"{who} failed: {failed}{way_on}") from failed
         return died
 
     def _finish(self, k: int, link: Link, letter: bytes) -> None:
@@ -130,16 +137,17 @@ class Workers:
             self._refuse_not_finite(k, link, letter, asked)
 
     def _refuse_not_finite(self, k: int, link: Link, letter: bytes, asked: np.ndarray) -> None:
+        """What is infinite as float32 too, since all is learnt from in that type."""
         for name, x in link.arrays.items():
             checked = name.startswith("obs.") or (name == "reward" and letter == b"s")
-            if not checked or x.dtype.kind != "f" or np.isfinite(x).all():
+            if not checked or x.dtype.kind != "f" or (np.abs(x) <= LARGEST).all():
                 continue
-            bad = ~np.isfinite(x).reshape(link.count, -1).all(axis=1) & ~self.lost[self.shares[k]]
+            bad = ~(np.abs(x) <= LARGEST).reshape(link.count, -1).all(axis=1) & ~self.lost[self.shares[k]]
             for world in np.flatnonzero(bad & (asked > 0)).tolist():
-                place = np.argwhere(~np.isfinite(x[world]))[0].tolist()
+                place = np.argwhere(~(np.abs(x[world]) <= LARGEST))[0].tolist()
                 key = name.removeprefix("obs.")
                 what = "its reward" if name == "reward" else f"number {place} of its observation {key}".rstrip()
-                error = Failed(f"{what} is {x[(world, *place)]}; what is not finite cannot be learnt from")
+                error = Failed(f"{what} is {x[(world, *place)]}; what is not finite as float32 cannot be learnt from")
                 if not self.config.restart or letter != b"s":
                     raise error
                 self._give_up(k, world, error)
@@ -249,7 +257,11 @@ class Workers:
 
     def _not_made(self, error: Exception) -> str:
         config = self.config
+        if isinstance(error, Failed) and error.ours:
+            return str(error)
         given = f" with env.kwargs={config.kwargs}" if config.kwargs else ""
+        why = plain(error, 1000).rstrip(".")
+        why += "; what it printed, if anything, stands above" if isinstance(error, Died) else ""
         module = config.id.partition(":")[0]
         root = module.partition(".")[0]
         if f"No module named {root!r}" in str(error) and Path(f"{root}.py").is_file():
@@ -258,8 +270,8 @@ class Workers:
                 "say PYTHONPATH=. before the command"
             )
         return (
-            f"env.id={config.id} cannot be made{given} ({plain(error, 1000).rstrip('.')}); correct it, install what is "
-            "missing, or name the package that registers it: env.package=..."
+            f"env.id={config.id} cannot be made{given} ({why}); correct it, install what is missing, or name the "
+            "package that registers it: env.package=..."
         )
 
 
@@ -275,7 +287,7 @@ def recipe_of(config: GymConfig) -> dict[str, Any]:
         "id": name,
         "kwargs": kwargs,
         "max_steps": config.max_steps,
-        "success": config.success,
+        "success": config.said_success,
         "vector": config.vector,
         "packages": packages,
         "guesses": GUESSES if "/" not in config.id else (),

@@ -1,14 +1,14 @@
 """Environments of Gymnasium, made and stepped for a Burnish process, in whichever Python has them.
 
-One file that needs NumPy alone, for Python 3.8 and newer. Burnish starts it; on another machine you do (see --help).
-A request is one letter, a header in JSON and some bytes, no pickle; so is each answer. Arrays lie in memory that both
-sides lay out alike (`fields`). On one machine they share it; else each sends the half that it wrote.
+One file that needs NumPy alone, for Python 3.8 and newer. Burnish starts it; elsewhere you do (see --help). A request
+is a letter, a header in JSON and bytes, no pickle; so is an answer. Arrays lie in memory that both sides lay out alike
+(`fields`), and share on one machine; else each sends the half that it wrote.
 
     m  make {"recipe", "count"}     -> what the environment is (`Host.describe`)     i  info -> its keys
     a  attach {}: the memory        e  only as an answer: the environment failed, and the worker goes on
     r  reset the worlds of `mask`, on `seeds`        s  step the worlds of `mask` by `action`
     p  play {"world", "seed"}: begin anew, and take the actions that follow     v  view {"world"} -> a picture
-    t  take on {"expert"}: one beside each world     x  the action of the expert -> `advice`
+    t  take on {"expert"}: one beside each world     b  begin it     x  its action -> `advice`
 """
 
 from __future__ import annotations
@@ -32,14 +32,15 @@ import sys
 import traceback
 from typing import Any
 
-import numpy as np
-
-VERSION, GROUP = 1, "burnish.worlds"  # the latter of entry points
+try:
+    import numpy as np
+except ImportError:
+    sys.exit(f"{sys.executable} has no NumPy, which {__file__} needs; install it there: pip install numpy")
+VERSION, GROUP, KEY = 2, "burnish.worlds", "BURNISH_API_KEY"  # the second of entry points
 SUCCESS, UNREPORTED = ("success", "is_success"), 2  # the usual keys of an info; and where it says nothing
 GENERATORS, WATCHED = ("_np_random", "rng"), 100  # of an environment; calls until it is taken to use no shared one
-HEAD = struct.Struct("<cII")  # letter, bytes of the header, bytes that follow it
+HEAD, HERE = struct.Struct("<cII"), os.path.dirname(os.path.abspath(__file__))  # letter, bytes of header and of data
 LONGEST, UNPROVEN = (1 << 22, 1 << 30), (1 << 12, 0)  # bytes of a header, and after it; UNPROVEN from a peer
-KEY, HERE = "BURNISH_API_KEY", os.path.dirname(os.path.abspath(__file__))
 
 
 def load(name: str) -> Any:
@@ -93,9 +94,7 @@ def as_array(value: Any) -> np.ndarray:
 
 def read(obs: Any, path: list[str], dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
     """The array to which keys lead, as declared; refused where that changes a number, but fractions may get shorter."""
-    for key in path:
-        obs = obs[int(key)] if isinstance(obs, (tuple, list)) else obs[key]
-    value = as_array(obs)
+    value = as_array(functools.reduce(lambda x, key: x[int(key) if isinstance(x, (tuple, list)) else key], path, obs))
     found, kinds = value.astype(dtype, copy=False), value.dtype.kind + dtype.kind
     if value.shape != shape or (found is not value and kinds != "ff" and np.any(found != value)):
         raise ValueError(f"it declares {path} as {dtype} of shape {shape}, not {value.dtype} of shape {value.shape}")
@@ -131,7 +130,7 @@ class Host:
         action = {"kind": type(box).__name__, "dtype": str(box.dtype or ""), "shape": list(box.shape or ())}
         if action["kind"] == "Box":
             action["low"], action["high"] = (x.ravel().astype(float).tolist() for x in (box.low, box.high))
-        rates = {name: getattr(inner, name, None) for name in ("dt", "control_freq")}
+        rates = {name: getattr(inner, name, None) for name in ("control_hz", "control_freq", "dt")}
         rates["render_fps"] = (getattr(world, "metadata", None) or {}).get("render_fps")
         found = {"version": VERSION, "id": recipe["id"], "observation": self.leaves, "action": action}
         found["rates"] = {k: as_array(x).item(0) for k, x in rates.items() if isinstance(x, (int, float, np.number))}
@@ -153,8 +152,6 @@ class Host:
         self.shared[i] = (np.random.RandomState(seed).get_state(), random.Random(seed).getstate()), self.shared[i][1]
         found = self._alone(i, functools.partial(world.reset, seed=seed), always=True)
         self._see(i, *(found if isinstance(found, tuple) else (found, {})))
-        if self.experts:
-            self._alone(i, self.experts[i].reset, *self.seen[i])
 
     def _alone(self, i: int, call: Any, *given: Any, always: bool = False) -> Any:
         """What ``call`` gives with the shared generators as world ``i`` left them; if it never draws, in a reset."""
@@ -178,16 +175,15 @@ class Host:
         self._see(i, obs, info)
         self.arrays["reward"][i], self.arrays["terminated"][i] = as_array(reward).item(0), ended
         self.arrays["truncated"][i] = bool(as_array(cut).item(0)) and not ended
-        self.arrays["success"][i] = self._succeeded(info, ended)
+        self.arrays["success"][i] = self._succeeded(info or {}, ended)
 
     def _succeeded(self, info: dict[str, Any], ended: bool) -> int:
-        if self.success == "terminated":
-            return int(ended)
+        info = {"terminated": ended} if self.success == "terminated" else info
         key = next((key for key in ((self.success,) if self.success else SUCCESS) if key in info), "")
         value = as_array(0 if info.get(key) is None else info[key])
-        if value.size != 1 or value.dtype.kind not in "biuf":
-            raise ValueError(f"its info says {key}={info[key]!r}, which is not one truth value")
-        return int(bool(value.item(0))) if key else UNREPORTED
+        if value.size != 1 or value.item(0) not in (0, 1):
+            raise ValueError(f"its info says {key}={info[key]!r}, which is not one truth value; see env.success")
+        return int(value.item(0)) if key else UNREPORTED
 
     def _see(self, i: int, obs: Any, info: Any) -> None:
         self.seen[i] = (obs, info)
@@ -204,7 +200,8 @@ class Host:
             still, levels = (getattr(self.experts[0], name, None) for name in ("still", "levels"))
             return {"levels": levels, "still": None if still is None else as_array(still).tolist()}, b""
         if letter == b"i":
-            return {"keys": sorted({str(key) for seen in self.seen if seen for key in seen[1] or ()})}, b""
+            keys = {str(k) for seen in self.seen if seen for k, x in (seen[1] or {}).items() if np.isscalar(x)}
+            return {"keys": sorted(keys)}, b""
         if letter == b"v":
             seen = self.worlds[(i := header["world"])].render()
             picture = np.ascontiguousarray(seen[i] if self.recipe.get("vector") else seen, np.uint8)
@@ -212,6 +209,8 @@ class Host:
         if letter == b"p":
             i, played = header["world"], np.frombuffer(data, np.float64).reshape(-1, self.dim)
             self.reset(i, header["seed"])
+            if self.experts:
+                self._alone(i, self.experts[i].reset, *self.seen[i])
             for action in played:
                 if self.experts:
                     self._alone(i, self.experts[i].act, *self.seen[i])  # it may remember what it has done
@@ -225,6 +224,8 @@ class Host:
                 self.step(i, self.arrays["action"][i])
             elif letter == b"x":
                 self.arrays["advice"][i] = np.reshape(self._alone(i, self.experts[i].act, *self.seen[i]), self.dim)
+            elif letter == b"b":
+                self._alone(i, self.experts[i].reset, *self.seen[i])
             else:
                 raise ValueError(f"there is no request {letter!r}")
         return {}, b""
@@ -318,8 +319,7 @@ def prove(connection: socket.socket, key: str) -> None:
 
 
 def serve(connection: socket.socket, memory_file: int = -1, recipe: Any = None, most: int = 0) -> None:
-    """Answers until the other side goes. With ``recipe`` its user chooses no code, but says how many worlds there are,
-    up to ``most``, what a success is, and when one is cut off. Without ``memory_file`` memory travels along."""
+    """Answers until the other side goes. It chooses no code of a given ``recipe``, and has at most ``most`` worlds."""
     host, given, sent = None, 0, memory_file < 0
     while True:
         try:
@@ -341,10 +341,10 @@ def serve(connection: socket.socket, memory_file: int = -1, recipe: Any = None, 
                 given, size = sizes(host.layout, len(host.worlds))
                 host.attach(bytearray(size) if sent else mmap.mmap(memory_file, size))
             else:
-                if sent and letter in b"rsx":
+                if sent and letter in b"rsxb":
                     host.memory[:given] = data
                 reply, blob = host.answer(letter, header, data)
-                blob = host.memory[given:] if sent and letter in b"rsxp" else blob
+                blob = host.memory[given:] if sent and letter in b"rsxpb" else blob
             send(connection, b"k", reply, blob)
         except Exception as error:  # whatever an environment raises is told, and the worker goes on
             found = {"kind": type(error).__name__, "text": str(error)[:2000], "world": getattr(host, "at", None)}

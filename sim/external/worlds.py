@@ -62,14 +62,20 @@ class ExternalEnv:
         self.config = config = config or GymConfig()
         self.num_envs, self.device = num_envs, torch.device(device)
         self._clock = Clock(num_envs, seed)
-        self._begun, self._succeeded, self._ended = np.zeros((3, num_envs), dtype=bool)
+        self._begun, self._succeeded, self._ended, self._reported = np.zeros((4, num_envs), dtype=bool)
         self._paid = np.zeros(num_envs)  # by the last step of each, which the step in which an episode is lost repeats
         self.reported = False  # whether any step has said if it is a success
         self._advice: Tensor | None = None
         self.workers = Workers(config, num_envs)
         self.description = found = self.workers.description
         if isinstance(config, RemoteConfig) and config.address is not None:
-            self.config = config = replace(config, id=found.get("id", config.id))  # the server's word
+            theirs = found.get("id", config.id)
+            if config.id not in (theirs, RemoteConfig.id):
+                raise BurnishError(
+                    f"the server of env.address={config.address} has the world {plain(theirs, 200)}, not "
+                    f"env.id={config.id}; leave env.id out"
+                )
+            self.config = config = replace(config, id=theirs)
         self.continues = not found["nondeterministic"]  # whether its state holds the episodes under way
         self._layout = Layout(found["observation"], config.id)
         self.spec, self.hz_from = spec_of(found, self._layout.spec, config)
@@ -119,7 +125,7 @@ class ExternalEnv:
         chosen = mask.numpy()
         self._begun |= chosen
         self._played[chosen] = 0
-        self._succeeded[chosen] = self._ended[chosen] = self.workers.lost[chosen] = False
+        self._succeeded[chosen] = self._ended[chosen] = self.workers.lost[chosen] = self._reported[chosen] = False
         self._paid[chosen] = 0
         self.workers.give("seeds", cut_seeds(self._clock.seeds))
         self._request(b"r", chosen)
@@ -148,7 +154,8 @@ class ExternalEnv:
         self._ended |= terminated | truncated
         self._succeeded |= won
         if self.config.reward is Reward.until_success:
-            self._require_success(live & ~reported)
+            self._reported |= live & reported
+            self._require_success(live & (terminated | truncated) & ~self._reported)
             reward = -(~self._succeeded).astype(np.float64)
         facts = {"executed": units.astype(np.float32), **({"lost": chosen & lost} if self.config.restart else {})}
         if (live & reported).any():
@@ -166,7 +173,12 @@ class ExternalEnv:
         no more once its episode has ended."""
         if self._advice is None:
             self.workers.request(b"x", self._begun & ~self._ended & ~self.workers.lost, self._begun)
-            self._advice = torch.from_numpy(self.workers.get("advice"))
+            found = self.workers.get("advice")
+            if (bad := ~np.isfinite(found).all(axis=1)).any():
+                raise BurnishError(
+                    f"the expert beside {self.config.label} failed: its action {found[bad][0]} is not finite"
+                )
+            self._advice = torch.from_numpy(found)
         return self._advice
 
     def render(self, size: int = 128) -> Tensor:
@@ -204,6 +216,7 @@ class ExternalEnv:
         has to be reset next, and ``continues`` is False."""
         self._clock.load_state_dict(state)
         self.workers.lost[:], self._ended[:], self._advice = False, False, None
+        self._reported[:] = True  # or not: of the episodes under way it is not stored
         why = self._replayed(state) if self.continues and "begun" in state else UNSAVED
         if why is not None:
             self.continues = False
@@ -268,6 +281,7 @@ class ExternalEnv:
                 raise BurnishError(f"world {int(bad.argmax())} of {self.config.label} {words}; reset it first")
 
     def _require_success(self, unreported: np.ndarray) -> None:
+        """At the end of an episode: some worlds report it in their last step alone."""
         if unreported.any():
             raise BurnishError(
                 f"env.reward=until_success needs to know of success, and {self.config.label} reports none; say how to "
