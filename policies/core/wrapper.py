@@ -42,7 +42,7 @@ def state_names(env: Any) -> Sequence[str] | None:
 def feature_names(env: Any) -> dict[str, Sequence[str]]:
     """Observation key, or "action" -> a name for each of its numbers, where the world behind all wrappers has them: as
     ``state_names`` and ``action_names``."""
-    inner, sizes = _innermost(env), {key: math.prod(shape) for key, shape in env.spec.obs.shapes.items()}
+    inner, sizes = innermost(env), {key: math.prod(shape) for key, shape in env.spec.obs.shapes.items()}
     found = {key: getattr(inner, f"{key}_names", None) for key in (*sizes, "action")}
     sizes["action"] = env.spec.action.dim
     return {key: list(names) for key, names in found.items() if names and len(names) == sizes[key]}
@@ -52,53 +52,54 @@ def continues(env: Any) -> bool:
     """Whether the state of the world behind ``env`` holds the episodes under way. A robot's cannot, nor that of a world
     which is not deterministic: it says ``continues = False``, at the latest when a state was loaded, its state decides
     the episodes to come, and it is reset after loading."""
-    return getattr(_innermost(env), "continues", True)
+    return getattr(innermost(env), "continues", True)
 
 
 def repeatable(env: Any) -> bool:
     """Whether the world behind ``env`` may begin an episode once more, only to see if its seed decides the beginning.
     A robot says ``repeatable = False``: its resets cost a person's time, and no seed lays out the same scene again."""
-    return getattr(_innermost(env), "repeatable", True)
+    return getattr(innermost(env), "repeatable", True)
 
 
 def instructions(env: Any) -> list[str] | None:
     """The ``instructions`` that the world behind ``env`` gives, a text for each row; None where it gives none."""
-    texts = getattr(_innermost(env), "instructions", None)
+    texts = getattr(innermost(env), "instructions", None)
     return None if texts is None else list(texts)
 
 
 def pictures_of(env: Any) -> Callable[[Obs], Tensor] | None:
     """The world behind ``env`` in states that it is not in: observations (B, ...) of single frames -> (B, H, W, 3)
     uint8; None where it cannot be set to what it shows. Its episodes are as before."""
-    return getattr(_innermost(env), "pictures_of", None)
+    return getattr(innermost(env), "pictures_of", None)
 
 
 def known_failure(env: Any) -> KnownFailure | None:
     """The rule by which the world behind ``env`` ends an episode as failed, None where it is not of what is shown."""
-    return getattr(_innermost(env), "known_failure", None)
+    return getattr(innermost(env), "known_failure", None)
 
 
 def description(env: Any) -> str:
     """The sentence for the beginning of a run about the world behind ``env``: where it is stepped, how success is read;
     empty where it has none."""
-    describe: Any = getattr(_innermost(env), "describe", None)
+    describe: Any = getattr(innermost(env), "describe", None)
     return "" if describe is None else describe()
 
 
 def success_from(env: Any) -> str:
     """The setting or key by which the world behind ``env`` knows a success; empty where it need not be told."""
-    say: Any = getattr(_innermost(env), "success_from", None)
+    say: Any = getattr(innermost(env), "success_from", None)
     return "" if say is None else say()
 
 
 def info_keys(env: Any) -> str:
     """The keys of what the world behind ``env`` says of its steps, as the end of a sentence; empty where they are
     ours."""
-    say: Any = getattr(_innermost(env), "info_keys", None)
+    say: Any = getattr(innermost(env), "info_keys", None)
     return "" if say is None else say()
 
 
-def _innermost(env: Any) -> Any:
+def innermost(env: Any) -> Any:
+    """The world behind all wrappers."""
     while hasattr(env, "env"):
         env = env.env
     return env

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..core import tree
 from ..core.errors import BurnishError, WorldError
 from ..core.types import Obs, VecEnv
-from ..core.wrapper import repeatable
+from ..core.wrapper import innermost, repeatable
 
 _log = logging.getLogger(__name__)
 
@@ -72,8 +72,10 @@ def beginning(env: VecEnv, everyone: Tensor, world_seeds: Sequence[int]) -> tupl
     observation, and but for rounding in the steps after it."""
     if not repeatable(env):
         return env.reset(everyone, world_seeds), False
-    turned = _tried(env, everyone, [*world_seeds[1:], world_seeds[0]])
-    straight = _tried(env, everyone, world_seeds)
+    inner = innermost(env)  # so that no wrapper counts or records what is tried
+    world = inner if inner.num_envs == env.num_envs else env
+    turned = _tried(world, everyone, [*world_seeds[1:], world_seeds[0]])
+    straight = _tried(world, everyone, world_seeds)
     # NaN would count as unequal, but an episode that begins with one is refused anyway.
     honours = all(torch.equal(x, turned[0][key].roll(1, 0)) for key, x in straight[0].items())
     for one, other in zip(straight[1:], turned[1:], strict=True):
@@ -81,13 +83,14 @@ def beginning(env: VecEnv, everyone: Tensor, world_seeds: Sequence[int]) -> tupl
     return env.reset(everyone, world_seeds), honours
 
 
-def _tried(env: VecEnv, everyone: Tensor, world_seeds: Sequence[int]) -> list[Obs]:
+def _tried(world: VecEnv, everyone: Tensor, world_seeds: Sequence[int]) -> list[Obs]:
     """The observations of the beginning and, with the rewards, of a few steps. A world that has ended stays there."""
-    obs, active, source = env.reset(everyone, world_seeds), everyone, torch.Generator().manual_seed(0)
+    obs, active, source = world.reset(everyone, world_seeds), everyone, torch.Generator().manual_seed(0)
+    low, high = torch.tensor(world.spec.action.low), torch.tensor(world.spec.action.high)
     seen = [tree.map_tree(torch.clone, obs)]
     for _ in range(TRIED):
-        action = 2 * torch.rand(env.spec.action.dim, generator=source) - 1
-        step = env.step(action.to(env.device).expand(env.num_envs, -1), active)
+        action = (low + (high - low) * torch.rand(len(low), generator=source)).clamp(low, high)
+        step = world.step(action.to(world.device).expand(world.num_envs, -1), active)
         obs = tree.where(active, step.obs, obs)
         seen.append({**tree.map_tree(torch.clone, obs), "/reward": torch.where(active, step.reward, 0.0)})
         active = active & ~(step.terminated | step.truncated)
