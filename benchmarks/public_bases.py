@@ -64,7 +64,7 @@ RECIPES = {
     "metaworld_button_press": Recipe(clumsy(0.385, noise=0.0, hesitation=0.0), steps=5000),
     "maniskill_push_cube": Recipe(clumsy(0.2928)),
     "maniskill_pick_cube": Recipe(clumsy(0.16, noise=0.03, hesitation=0.0, scale=1.0), 200, steps=10_000),
-    "maniskill_stack_cube": Recipe(clumsy(0.2)),
+    "maniskill_stack_cube": Recipe(clumsy(0.03, noise=0.12, hesitation=0.0, scale=1.0), 400, steps=40_000),
     "maniskill_peg_insertion": Recipe(clumsy(0.04, noise=0.02)),
     "robosuite_door": Recipe(clumsy(0.4, scale=0.5)),
     "ogbench_cube_single": Recipe(clumsy(0.36, scale=3.0)),
