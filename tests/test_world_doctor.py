@@ -169,6 +169,12 @@ def test_the_file_makes_the_same_world_wherever_such_files_are_read(world, tmp_p
     assert to_object(compose("doctor", VerbConfig, GROUPS["doctor"], words)).env == world
 
 
+def test_the_server_of_an_address_says_which_world_it_is():
+    world = RemoteConfig(address="there:7777")
+    assert "id:" not in as_yaml(world) and read_back(as_yaml(world)) == world
+    assert "id: Pendulum-v1" in as_yaml(GymConfig())
+
+
 def test_a_file_of_ones_own_may_say_of_a_world_what_a_command_may(tmp_path):
     world = GymConfig("Ant-v5", {"xml_file": "my.xml"})
     (tmp_path / "world.yaml").write_text(as_yaml(world))

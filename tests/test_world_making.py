@@ -98,6 +98,7 @@ def test_a_constructor_that_ends_its_process_is_a_sentence(processes):
         ExternalEnv(1, GymConfig("odd_worlds:Refusing", max_steps=5, processes=processes))
 
 
+@pytest.mark.maniskill
 def test_settings_that_burnish_refuses_are_told_by_its_own_sentence(require):
     require("mani_skill.envs")
     with pytest.raises(BurnishError, match=r"^env\.control_mode=swim is not one of"):

@@ -136,7 +136,7 @@ def test_a_worker_that_is_silent_for_too_long_counts_as_dead(restart):
     env = ExternalEnv(2, GymConfig(processes=2, restart=restart, patience_s=20))
     env.reset()
     link = env.workers.links[1]
-    assert isinstance(link, Process)
+    assert isinstance(link, Process) and link._socket.gettimeout() == 20
     link._patience = 0.2
     link._process.send_signal(signal.SIGSTOP)
     if restart:
@@ -146,6 +146,15 @@ def test_a_worker_that_is_silent_for_too_long_counts_as_dead(restart):
             env.step(torch.ones(2, 1))
         env.close()
     assert link._process.poll() == -signal.SIGKILL
+
+
+def test_worlds_that_are_begun_one_after_the_other_have_time_for_each():
+    env = ExternalEnv(3, GymConfig(processes=1, patience_s=20))
+    link = env.workers.links[0]
+    env.reset()
+    assert isinstance(link, Process) and link._socket.gettimeout() == 60
+    env.step(torch.zeros(3, 1))
+    assert link._socket.gettimeout() == 20
 
 
 def test_a_pause_of_the_trainer_is_no_silence_of_its_workers():

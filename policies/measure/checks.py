@@ -69,22 +69,24 @@ class Replays:
 
 def beginning(env: VecEnv, everyone: Tensor, world_seeds: Sequence[int]) -> tuple[Obs, bool]:
     """The first observations, and whether equal seeds lead to equal ones, in another row too: bit for bit in the first
-    observation, and but for rounding in the steps after it."""
+    observation, and but for rounding in the steps after it. Episodes that an error ends say nothing of that."""
     if not repeatable(env):
         return env.reset(everyone, world_seeds), False
-    inner = innermost(env)  # so that no wrapper counts or records what is tried
-    world = inner if inner.num_envs == env.num_envs else env
-    turned = _tried(world, everyone, [*world_seeds[1:], world_seeds[0]])
-    straight = _tried(world, everyone, world_seeds)
+    world = innermost(env)  # so that no wrapper counts or records what is tried
+    turned, cut = _tried(world, everyone, [*world_seeds[1:], world_seeds[0]])
+    straight, lost = _tried(world, everyone, world_seeds)
     # NaN would count as unequal, but an episode that begins with one is refused anyway.
     honours = all(torch.equal(x, turned[0][key].roll(1, 0)) for key, x in straight[0].items())
+    rows = ~(lost | cut.roll(1, 0))
     for one, other in zip(straight[1:], turned[1:], strict=True):
-        honours = honours and all(_close(x, other[key].roll(1, 0)) for key, x in one.items())
+        honours = honours and all(_close(x[rows], other[key].roll(1, 0)[rows]) for key, x in one.items())
     return env.reset(everyone, world_seeds), honours
 
 
-def _tried(world: VecEnv, everyone: Tensor, world_seeds: Sequence[int]) -> list[Obs]:
-    """The observations of the beginning and, with the rewards, of a few steps. A world that has ended stays there."""
+def _tried(world: VecEnv, everyone: Tensor, world_seeds: Sequence[int]) -> tuple[list[Obs], Tensor]:
+    """The observations of the beginning and, with the rewards, of a few steps, and which episodes an error ended. A
+    world that has ended stays there."""
+    lost = torch.zeros_like(everyone)
     obs, active, source = world.reset(everyone, world_seeds), everyone, torch.Generator().manual_seed(0)
     low, high = torch.tensor(world.spec.action.low), torch.tensor(world.spec.action.high)
     seen = [tree.map_tree(torch.clone, obs)]
@@ -94,7 +96,8 @@ def _tried(world: VecEnv, everyone: Tensor, world_seeds: Sequence[int]) -> list[
         obs = tree.where(active, step.obs, obs)
         seen.append({**tree.map_tree(torch.clone, obs), "/reward": torch.where(active, step.reward, 0.0)})
         active = active & ~(step.terminated | step.truncated)
-    return seen
+        lost = lost | step.info.get("lost", lost)
+    return seen, lost
 
 
 def _close(one: Tensor, other: Tensor) -> bool:

@@ -297,7 +297,7 @@ class Remote(Connected):
 
     def finish(self) -> tuple[dict[str, Any], bytes]:
         header, data = super().finish()
-        if self._given and self._letter in b"rsxpb":
+        if self._given and self._letter in b"rsxp":
             if len(data) != len(self._block) - self._given:
                 raise Died("it sent an answer of another size")
             self._block[self._given :] = data

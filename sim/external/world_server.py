@@ -344,7 +344,7 @@ def serve(connection: socket.socket, memory_file: int = -1, recipe: Any = None, 
                 if sent and letter in b"rsxb":
                     host.memory[:given] = data
                 reply, blob = host.answer(letter, header, data)
-                blob = host.memory[given:] if sent and letter in b"rsxpb" else blob
+                blob = host.memory[given:] if sent and letter in b"rsxp" else blob
             send(connection, b"k", reply, blob)
         except Exception as error:  # whatever an environment raises is told, and the worker goes on
             found = {"kind": type(error).__name__, "text": str(error)[:2000], "world": getattr(host, "at", None)}

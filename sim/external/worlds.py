@@ -25,7 +25,7 @@ from torch import Tensor
 
 from ...policies.core import tree
 from ...policies.core.clock import Clock, restored
-from ...policies.core.errors import BurnishError, plain
+from ...policies.core.errors import BurnishError, WorldError, plain
 from ...policies.core.spec import require_bytes
 from ...policies.core.types import Obs, Step
 from ...policies.data.observation import Layout
@@ -175,7 +175,7 @@ class ExternalEnv:
             self.workers.request(b"x", self._begun & ~self._ended & ~self.workers.lost, self._begun)
             found = self.workers.get("advice")
             if (bad := ~np.isfinite(found).all(axis=1)).any():
-                raise BurnishError(
+                raise WorldError(
                     f"the expert beside {self.config.label} failed: its action {found[bad][0]} is not finite"
                 )
             self._advice = torch.from_numpy(found)
