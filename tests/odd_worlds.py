@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -169,10 +170,11 @@ class Ancient:
 
 
 class Leaving(Passing):
-    """Leaves a file when it is closed."""
+    """Leaves a file when it is closed, and warns of that."""
 
     def __init__(self, file: str) -> None:
         super().__init__()
+        warnings.warn("it will leave a file", stacklevel=1)
         self.file = Path(file)
 
     def close(self) -> None:

@@ -114,6 +114,15 @@ def test_a_worker_closes_its_worlds(tmp_path):
     assert (tmp_path / "closed").exists()
 
 
+@pytest.mark.parametrize(("said", "count"), [(None, 1), ("default", 2)])
+def test_one_worker_shows_the_warnings_of_all_unless_the_user_asks_for_more(monkeypatch, capfd, tmp_path, said, count):
+    monkeypatch.delenv("PYTHONWARNINGS", raising=False)
+    if said:
+        monkeypatch.setenv("PYTHONWARNINGS", said)
+    ExternalEnv(2, GymConfig("odd_worlds:Leaving", {"file": f"{tmp_path}/closed"}, max_steps=5, processes=2)).close()
+    assert capfd.readouterr().err.count("UserWarning: it will leave a file") == count
+
+
 def killed(env: ExternalEnv, k: int) -> None:
     link = env.workers.links[k]
     assert isinstance(link, Process)

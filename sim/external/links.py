@@ -192,7 +192,8 @@ class Connected:
 
 
 class Process(Connected):
-    """A worker in ``python``, by default in this one; one ``apart`` inherits no paths of modules."""
+    """A worker in ``python``, by default in this one; one ``apart`` inherits no paths of modules, and a ``quiet`` one
+    warns of nothing."""
 
     def __init__(
         self,
@@ -201,6 +202,7 @@ class Process(Connected):
         patience: float,
         python: str = sys.executable,
         apart: bool = False,
+        quiet: bool = False,
     ) -> None:
         if os.name != "posix":
             raise BurnishError("Windows hands no socket to a process; set env.processes=0, or serve the environment")
@@ -208,7 +210,7 @@ class Process(Connected):
         self._file = shared_memory()
         fds = (theirs.fileno(), self._file.fileno())
         words = [python, str(SERVER), "--inherited", *map(str, fds)]
-        given = environment(apart)
+        given = environment(apart, quiet)
         try:
             # What packages print goes where our own words do not: a worker has no business on standard output.
             self._process = subprocess.Popen(words, pass_fds=fds, env=given, stdin=subprocess.DEVNULL, stdout=2)

@@ -123,12 +123,14 @@ def packages_of(config: GymConfig) -> list[str]:
     return modules_of_prefix(config.id)[:1]
 
 
-def environment(apart: bool = False) -> dict[str, str]:
+def environment(apart: bool = False, quiet: bool = False) -> dict[str, str]:
     """Of a worker: one thread each, because there is a worker a core. The Python of a recipe stands ``apart``: it was
-    made without what leads ours to other modules, as ROS does."""
+    made without what leads ours to other modules, as ROS does. A ``quiet`` one shows no warnings, since its sibling
+    shows the same ones; a user who sets PYTHONWARNINGS is obeyed."""
     threads = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "LP_NUM_THREADS")
     elsewhere = MODULES if apart else ()
-    return {**dict.fromkeys(threads, "1"), **{key: x for key, x in os.environ.items() if key not in elsewhere}}
+    usual = dict.fromkeys(threads, "1") | ({"PYTHONWARNINGS": "ignore"} if quiet else {})
+    return usual | {key: x for key, x in os.environ.items() if key not in elsewhere}
 
 
 @dataclass

@@ -60,8 +60,11 @@ class Workers:
         if isinstance(config, RemoteConfig):
             if config.address is not None:
                 return Remote(config.address, count, patience, config.said_success, config.max_steps)
-            return Process(self._recipe, count, patience, interpreter(config), apart=config.name is not None)
-        return Process(self._recipe, count, patience) if self._processes else InProcess(self._recipe, count)
+            python, apart = interpreter(config), config.name is not None
+            return Process(self._recipe, count, patience, python, apart, quiet=share.start > 0)
+        if self._processes:
+            return Process(self._recipe, count, patience, quiet=share.start > 0)
+        return InProcess(self._recipe, count)
 
     def where(self) -> str:
         kinds = {InProcess: "this process", Process: "a process of their own", Remote: "a server"}
