@@ -45,7 +45,7 @@ from typing import Any
 import torch
 from measure import RESULTS, embed, machine, markdown, page, publish, results_of, run_options, table
 from refine_bases import recordings_of
-from refine_runs import timed
+from refine_minutes import timed
 
 from burnish.policies.build import describe, load_policy
 from burnish.policies.compose import Greedy

@@ -33,8 +33,9 @@ from typing import Any
 import torch
 from measure import RESULTS, embed, machine, markdown, page, publish, results_of, run_options, table
 from refine_bases import RUNS, base_folder, configured, fingerprint
+from refine_minutes import timed
 from refine_quality import SUITE
-from refine_runs import timed, valid_runs
+from refine_runs import valid_runs
 from refine_settings import BUDGET, TASKS
 
 from burnish.finetune.improve.race import RACE

@@ -20,7 +20,8 @@ on from its last checkpoint. Its machinery is that of `refine_quality.py` (`refi
 * **Two numbers**: the last policy and the one that a run delivers, on 500 episodes of the stream "public_tasks", paired
   with the base: a world that begins other episodes from equal seeds is left out. Intervals are over runs and episodes
   together.
-* **Minutes** are those of processors, workers of the worlds included. ``steps_per_s`` is control steps per such second
+* **Minutes** are those of processors, workers of the worlds included, where they are known: of a run that was killed
+  some are not. ``steps_per_s`` is control steps per such second
   of the whole run; ``playing`` and ``learning`` are the shares of the worlds and of updates in its time, of which the
   rest goes into actions and evaluations.
 
@@ -169,7 +170,8 @@ def measured(suite: Suite, results: Path) -> list[dict[str, Any]]:
         best = max(free, key=lambda x: float(x.mean()))
         confidence = 1 - 0.05 / len(methods_of(task))
         row["over_free"], row["over_free_low"] = over(scores[task, budget, method], best, confidence)
-        row["steps_per_s"] = statistics.median(run["steps"] / (60 * run["minutes"]) for run in own)
+        rates = [run["steps"] / (60 * run["minutes"]) for run in own if run["minutes"] is not None]
+        row["steps_per_s"] = statistics.median(rates) if rates else None
         spent = {name: sum(run["seconds"].get(f"time/{name}_s", 0.0) for run in own) for name in PARTS}
         total = sum(spent.values()) or 1.0
         row |= {name: spent[name] / total for name in ("playing", "learning")}

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from measure import machine
 from refine_bases import configured
+from refine_minutes import add_up, known_minutes, timed
 from refine_settings import RANKED, Task, family_of, reads_recordings
 
 from burnish.finetune.__main__ import FinetuneConfig
@@ -194,7 +195,8 @@ class Case:
         steps = json.loads(kept.read_text()) if kept.exists() else {}
         if self.method not in steps:
             runs = [json.loads(path.read_text()) for path in kept.parent.glob("*-[0-9].json")]
-            minutes = [run["minutes"] for run in runs if run["method"] in RANKED and run["budget"] == self.suite.budget]
+            runs = [run for run in runs if run["method"] in RANKED and run["budget"] == self.suite.budget]
+            minutes = [spent for run in runs if (spent := known_minutes(run)) is not None]
             spent = statistics.median(minutes) if minutes else 0.1
             steps[self.method] = 20 if self.quick else steps_in(spent, self.method, base=self._base, data=data)
             files.replace(files.named(kept.parent) / kept.name, json.dumps(steps) + "\n")
@@ -220,29 +222,20 @@ Player = Callable[[Sequence[str], Path], tuple[int, dict[str, float]]]
 def play(case: Case, player: Player) -> None:
     """The run, from wherever an earlier one was stopped. Its output goes into its folder; processor time adds up."""
     case.folder.parent.mkdir(parents=True, exist_ok=True)
-    log = case.folder.with_suffix(".log")
+    log, clock, sitting = (case.folder.with_suffix(f".{name}") for name in ("log", "seconds", "sitting"))
+    if sitting.exists():  # the last one was killed together with this program
+        add_up(clock, json.loads(sitting.read_text()))
+        sitting.unlink()
     status, spent = player(case.command(), log)
-    clock = case.folder.with_suffix(".seconds")
-    earlier = json.loads(clock.read_text()) if clock.exists() else {"cpu_s": 0.0, "wall_s": 0.0}
-    files.replace(clock, json.dumps({name: earlier[name] + spent[name] for name in spent}))
+    sitting.unlink(missing_ok=True)
+    add_up(clock, spent)
     if status:
         raise RuntimeError(f"it ended with status {status}: {log.read_text()[-500:]}")
 
 
-def timed(words: Sequence[str], output: Any) -> tuple[int, dict[str, float]]:
-    """The exit status of `burnish` with ``words`` and the seconds that it took, of its child processes too. It ends
-    with this process, which else would not count its time."""
-    began = time.monotonic()
-    process = start_verb(words, stdout=output, stderr=subprocess.STDOUT)
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    spent = {"cpu_s": usage.ru_utime + usage.ru_stime, "wall_s": time.monotonic() - began}
-    return process.returncode, spent
-
-
 def played_here(words: Sequence[str], log: Path) -> tuple[int, dict[str, float]]:
     with log.open("w", encoding="utf-8") as file:
-        return timed(words, file)
+        return timed(words, file, log.with_suffix(".sitting"))
 
 
 def played_there(words: Sequence[str], log: Path, folder: str) -> tuple[int, dict[str, float]]:
@@ -389,5 +382,5 @@ def valid_runs(suite: Suite, results: Path) -> list[dict[str, Any]]:
             continue
         case = Case(suite, run["task"], run["method"], run["seed"], False, results, suite.budget)
         if run["settings"] is None or run["settings"] == json.loads(json.dumps(compared_settings(case))):
-            runs.append(run)
+            runs.append(run | {"minutes": known_minutes(run)})
     return runs

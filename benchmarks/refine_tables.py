@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -74,7 +75,7 @@ def rows_of(folder: Path, runs: Sequence[Run], tasks: Mapping[str, Task] = TASKS
                 "delivered_worse": None if nothing else sum(worse(run["delivered"], base) for run in found),
                 "steps": statistics.median(run["steps"] for run in found),
                 "gradient_steps": statistics.median(run["gradient_steps"] for run in found),
-                "minutes": max(run["minutes"] for run in found),
+                "minutes": max((run["minutes"] for run in found if run["minutes"] is not None), default=None),
             }
         )
     evaluated = [(path.parent.name, 1, budget) for path in sorted(folder.glob("*/base_greedy.json"))]
@@ -188,12 +189,12 @@ def result(rows: Sequence[Row]) -> dict[str, float]:
     best = [
         max(
             (row for row in easy if row["family"] == family),
-            key=lambda x: (x["worst_last"], -x["minutes"]),
+            key=lambda x: (x["worst_last"], -(x["minutes"] or math.inf)),
             default=None,
         )
         for family in ("latent", "residual")
     ]
-    slowest = [row["minutes"] for row in best if row is not None]
+    slowest = [row["minutes"] for row in best if row is not None and row["minutes"] is not None]
     return found | {"insert_minutes": max(slowest) if len(slowest) == 2 else -1.0}
 
 

@@ -191,7 +191,7 @@ def measured_table(page: str) -> str:
             interval(row, "over_greedy"),
             "-" if row["delivered"] is None else f"{row['delivered']:.3f}",
             f"{row['gradient_steps']:,.0f}",
-            f"{row['minutes']:.1f}",
+            "-" if row["minutes"] is None else f"{row['minutes']:.1f}",
         )
         for row in rows
     ]
@@ -200,7 +200,8 @@ def measured_table(page: str) -> str:
         "over that of D4RL's expert. *last* is the mean of the last policies, *gain* their paired difference from the "
         "base, *over noise 0* that from the base without noise, which costs nothing; *at least* is the lower end of "
         "the 95 % interval over runs and seeds. *delivered* is the policy that a run chooses, *updates* are gradient "
-        "steps, *minutes* those of one core of the slowest run. All methods: [results](../results.md#refine_quality)."
+        "steps, *minutes* those of one core of the slowest run, where they are known. "
+        "All methods: [results](../results.md#refine_quality)."
     )
     return f"{table(COLUMNS, cells)}\n\n{legend}"
 

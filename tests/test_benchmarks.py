@@ -22,7 +22,15 @@ import torch
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 SHARED = {"control_parts", "measure", "revisions", "runners", "sim_peers", "envpool_loop"}
 SHARED |= {"lerobot_worker", "lerobot_worlds", "vla_worker", "scale_model", "scale_parts"}
-SHARED |= {"refine_bases", "refine_runs", "refine_settings", "refine_tables", "public_bases", "published_dppo"}
+SHARED |= {
+    "refine_bases",
+    "refine_minutes",
+    "refine_runs",
+    "refine_settings",
+    "refine_tables",
+    "public_bases",
+    "published_dppo",
+}
 LEVELS = ("pictures", "embeddings", "keys")
 KEYS = {
     "bases": {
