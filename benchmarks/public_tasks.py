@@ -20,10 +20,9 @@ on from its last checkpoint. Its machinery is that of `refine_quality.py` (`refi
 * **Two numbers**: the last policy and the one that a run delivers, on 500 episodes of the stream "public_tasks", paired
   with the base: a world that begins other episodes from equal seeds is left out. Intervals are over runs and episodes
   together.
-* **Minutes** are those of processors, workers of the worlds included, where they are known: of a run that was killed
-  some are not. ``steps_per_s`` is control steps per such second
-  of the whole run; ``playing`` and ``learning`` are the shares of the worlds and of updates in its time, of which the
-  rest goes into actions and evaluations.
+* **Minutes** are those of processors, workers of the worlds included, and "-" where some of them were not counted
+  (`refine_minutes.py`). ``steps_per_s`` is control steps per such second of the whole run; ``playing`` and ``learning``
+  are the shares of the worlds and of updates in its time, of which the rest goes into actions and evaluations.
 
 RESULT: ``tasks_above_90``, on how many tasks the last policies of some method succeed in more than 90 %;
 ``best_median_change``, of the methods that ran on all tasks the largest median, over tasks, of the change from the

@@ -53,8 +53,9 @@ def taken(pid: int) -> float:
 
 
 def known_minutes(run: Mapping[str, Any]) -> float | None:
-    """Of processor time. None where a sitting was killed and nobody kept its time, as it was once: then the clock in
-    the log of the run, which went on, tells of more than was counted. The oldest runs have neither."""
+    """The minutes of processor time that a run took, or None where a sitting of it was not counted. The log of a run
+    has a clock that goes on from sitting to sitting: such a run lasted longer by it than was counted. The oldest runs
+    were kept without that clock, and are believed."""
     counted = 60 * run.get("wall_minutes", math.inf)
     told = run.get("seconds", {}).get("time/elapsed_s", 0.0)
-    return None if told > 1.05 * counted + KEPT_EVERY else run["minutes"]
+    return None if told > counted + KEPT_EVERY else run["minutes"]

@@ -196,7 +196,7 @@ class Case:
         if self.method not in steps:
             runs = [json.loads(path.read_text()) for path in kept.parent.glob("*-[0-9].json")]
             runs = [run for run in runs if run["method"] in RANKED and run["budget"] == self.suite.budget]
-            minutes = [spent for run in runs if (spent := known_minutes(run)) is not None]
+            minutes = [x for run in runs if (x := known_minutes(run)) is not None]
             spent = statistics.median(minutes) if minutes else 0.1
             steps[self.method] = 20 if self.quick else steps_in(spent, self.method, base=self._base, data=data)
             files.replace(files.named(kept.parent) / kept.name, json.dumps(steps) + "\n")
